@@ -4,17 +4,22 @@
 
 Only the engine's template makes the new ids. A dummy turn followed by the new messages is templated twice, with two
 different dummy answers. The common end of the two renderings is what the template puts after an answer. It begins with
-the terminator of the turn, or with the opening of the next turn where that ends an answer. The terminator is left out
-where the policy sampled it. Templates that rewrite earlier turns (dropped thinking) do not matter: the dummy turn has
-nothing to drop.
+the terminator of the turn, with the opening of the next turn where that ends an answer, or with words before either
+(Nemotron's newline). All up to the token with which the policy ended its turn is left out. Where a new message may hold
+that token, too, a third rendering with other words in the new messages tells the template's token from theirs.
+Templates that rewrite earlier turns (dropped thinking) do not matter: the dummy turn has nothing to drop.
 
 After tool calls the dummy turn makes the same calls with other arguments, because some templates look in it for the
-function that a result belongs to. The token with which the policy ended its turn is looked for after these calls,
-because some templates end such a turn differently. Where a new message may hold that token too, a third rendering with
-other words in the new messages tells the template's token from theirs.
+function that a result belongs to, and some end such a turn differently.
 
 The second rendering only locates the end of the dummy turn. That position is constant, so `Learned` caches the ids
 before it and skips the second rendering when they match.
+
+Some templates read the conversation before: a switch in the system message that turns thinking off (Nemotron, SmolLM3),
+or a number of each tool call (Command R). Ever fewer continuations of a conversation, the first ones among them, are
+therefore compared with the rendering of the whole request. From the first difference on, the dummy turns of this
+engine follow all that the conversation has before. A system message that moves to the last user (Mistral) is none: the
+model has seen it.
 
 The result is used only if its text is the text of the new messages. Else the engine templates the request as usual.
 `Learned` keeps the text of each id, so that the engine is asked for texts that were not seen before.
@@ -25,6 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,11 +45,14 @@ from polar_gym.engines import EngineError
 from polar_gym.record import common_prefix
 from polar_gym.schema import Message, ModelCall, ToolDefinition
 
+log = logging.getLogger(__name__)
+
 SpliceProblem = Literal["cut", "multimodal", "template", "suffix", "engine"]
 """Why the engine templates a continuation after all. `cut`: the parent's answer was cut inside reasoning or a tool
 call. `multimodal`: the conversation has an image. `template`: the template's end of turn cannot be found. `suffix`: the
 text of the new ids is not the text of the new messages. `engine`: the engine failed to template."""
 
+DUMMY_START: tuple[Message, ...] = ({"role": "user", "content": "Hello."},)
 DUMMY_ANSWERS = ("Apple 1", "Bread 2")
 """The two end in different tokens, so that their renderings agree only after them."""
 OTHER_WORDS = "Carrot 3"
@@ -84,6 +93,8 @@ class Learned:
     """The functions that a dummy turn calls -> the ids of its first rendering up to the place from which the second one
     agrees. None: another rendering began with other ids (some templates print the ids of calls), so a cache is useless.
     """
+    reads_all: bool = False
+    """Whether what follows an answer depended on the conversation before it."""
     texts: dict[int, str] = field(default_factory=dict)
     """The text of ids, each decoded alone."""
     texts_add_up: bool = True
@@ -103,14 +114,24 @@ async def spliced_prompt(
 ) -> NDArray[np.int32]:
     """Return the prompt ids of a request that adds `new_messages` to `parent`. Raises `NoSplice`.
 
-    `messages` is the whole request, which is only searched for images. `learned` belongs to the same engine.
+    `messages` is the whole request: it ends with the parent's answer and `new_messages`. `learned` is the engine's.
     """
     if _was_cut_inside(parent):
         raise NoSplice("cut")
     if any(has_media(message) for message in messages):
         raise NoSplice("multimodal")
     learned = learned or Learned()
-    after = await _ids_after_answer(engine, parent, new_messages, learned)
+    before = messages[: len(messages) - len(new_messages) - 1]
+    after = None
+    if not learned.reads_all:
+        after = await _ids_after_answer(engine, parent, DUMMY_START, new_messages, learned)
+        if _is_compared(before) and not await _ends_with(engine, messages, after):
+            whole = await _ids_after_answer(engine, parent, before, new_messages, learned)
+            if not await _repeats_the_system(engine, before, whole):
+                log.info("the chat template reads whole conversations: continuations are templated with all before")
+                learned.reads_all = True
+    if after is None or learned.reads_all:  # another session may have found that meanwhile
+        after = await _ids_after_answer(engine, parent, before, new_messages, learned)
     if not await _ids_say(engine, after, _texts(new_messages), learned):
         raise NoSplice("suffix")
     ended = parent.response_ids[-1] == after[0]
@@ -145,35 +166,81 @@ async def _is_cut_in_a_tool_call(engine: Templater, call: ModelCall) -> bool:
     return bool(message.get("tool_calls")) or not told or not said.endswith(told)
 
 
+def _is_compared(before: Sequence[Message]) -> bool:
+    """Return whether the answer to these messages is the first, second, fourth and so on of a conversation, or one to
+    its first, second, fourth user's message. Some harnesses put a user's message behind all results."""
+    roles = [message["role"] for message in before]
+    return _is_power_of_two(1 + roles.count("assistant")) or (
+        roles[-1] != "tool" and _is_power_of_two(roles.count("user"))
+    )
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+async def _ends_with(engine: Templater, messages: Sequence[Message], after: NDArray[np.int32]) -> bool:
+    """Return whether the rendering of a whole request ends with these ids, of which the first may be one with the end
+    of the answer there. True where the template refuses the request."""
+    whole, wanted = await _ids_of(engine, messages), after[1:]
+    return whole is None or np.array_equal(whole[len(whole) - len(wanted) :], wanted)
+
+
+async def _repeats_the_system(engine: Templater, before: Sequence[Message], after: NDArray[np.int32]) -> bool:
+    """Return whether the system message stands in these ids, before which the model has seen it."""
+    texts = _texts([message for message in before if message["role"] == "system"])
+    decoded = await engine.decode(after.tolist())
+    return any(text.strip() and _says(decoded, [text]) for text in texts)
+
+
 async def _ids_after_answer(
-    engine: Templater, parent: ModelCall, new_messages: Sequence[Message], learned: Learned
+    engine: Templater, parent: ModelCall, before: Sequence[Message], new_messages: Sequence[Message], learned: Learned
 ) -> NDArray[np.int32]:
-    """Return the ids from the one that ends an answer up to the opening of the next answer."""
-    after = await _ids_after_tool_calls(engine, parent, new_messages, learned)
-    if after is None:
-        turns = [{"role": "assistant", "content": answer} for answer in DUMMY_ANSWERS]
-        after = await _common_ending(engine, turns, new_messages, learned)
+    """Return the ids from the one that ends an answer up to the opening of the next answer. The first is the token with
+    which the policy ended its turn, where the template has that token there."""
+    calls = (parent.response or {}).get("tool_calls")
+    ended = parent.stop_sequence is None and not _is_at_its_limit(parent)
+    if calls and ended:
+        turns = [
+            {"role": "assistant", "content": "", "tool_calls": _with_arguments(calls, said)} for said in DUMMY_ANSWERS
+        ]
+        after = await _common_ending(engine, before, turns, new_messages, learned)
+        if after is not None:
+            after = await _from_own_end(engine, parent, before, turns, new_messages, after, learned)
+        if after is not None:
+            return after
+    turns = [{"role": "assistant", "content": answer} for answer in DUMMY_ANSWERS]
+    after = await _common_ending(engine, before, turns, new_messages, learned)
     if after is None or not len(after):
         raise NoSplice("template")
+    if ended and after[0] != parent.response_ids[-1]:
+        own = await _from_own_end(engine, parent, before, turns, new_messages, after, learned)
+        return after if own is None else own
     return after
 
 
-async def _ids_after_tool_calls(
-    engine: Templater, parent: ModelCall, new_messages: Sequence[Message], learned: Learned
+async def _from_own_end(
+    engine: Templater,
+    parent: ModelCall,
+    before: Sequence[Message],
+    turns: Sequence[Message],
+    new_messages: Sequence[Message],
+    after: NDArray[np.int32],
+    learned: Learned,
 ) -> NDArray[np.int32] | None:
-    """Return the ids that follow an answer with tool calls. None where the parent has no calls, or where the template
-    does not end them with the token with which the policy did."""
-    calls, last = (parent.response or {}).get("tool_calls"), int(parent.response_ids[-1])
-    if not calls or parent.stop_sequence is not None or _is_at_its_limit(parent):
-        return None
-    turns = [{"role": "assistant", "content": "", "tool_calls": _with_arguments(calls, said)} for said in DUMMY_ANSWERS]
-    after = await _common_ending(engine, turns, new_messages, learned)
-    if after is None:
+    """Return the part of `after`, which follows either of two dummy turns, from the id on with which the policy ended
+    its turn. None where the template has no such id before the new messages, or where the policy's last id is a word of
+    its answer: some engines leave the end out."""
+    last = int(parent.response_ids[-1])
+    if last not in after:
         return None
     of_template, end = after, await _text_of(engine, last, learned)
-    if any(end in text or not text.strip() for text in _texts(new_messages)):
+    said = ((parent.response or {}).get("content") or "").rstrip()
+    if not end.strip() or said.endswith(end.strip()):
+        return None
+    if after[0] != last or any(end in text or not text.strip() for text in _texts(new_messages)):
         reworded = [{**message, "content": OTHER_WORDS} for message in new_messages]
-        other = await _common_ending(engine, turns, reworded, learned)
+        other = await _common_ending(engine, before, turns, reworded, learned)
         of_template = after[:0] if other is None else _common_suffix(after[::-1], other[::-1])[::-1]
     places = np.flatnonzero(of_template == last)
     return after[places[0] :] if len(places) else None
@@ -219,13 +286,18 @@ def _with_arguments(calls: Sequence[dict[str, Any]], said: str) -> list[dict[str
 
 
 async def _common_ending(
-    engine: Templater, turns: Sequence[Message], new_messages: Sequence[Message], learned: Learned
+    engine: Templater,
+    before: Sequence[Message],
+    turns: Sequence[Message],
+    new_messages: Sequence[Message],
+    learned: Learned,
 ) -> NDArray[np.int32] | None:
     """Return the ids that the engine's template puts after either of two dummy turns. None where the template refuses
     the conversation, which it may because real conversations have no such order."""
-    conversations = [[{"role": "user", "content": "Hello."}, turn, *new_messages] for turn in turns]
+    conversations = [[*before, turn, *new_messages] for turn in turns]
     called = tuple(call["function"]["name"] for call in turns[0].get("tool_calls") or [])
-    opening = learned.openings.get(called)
+    cached = before is DUMMY_START
+    opening = learned.openings.get(called) if cached else None
     if opening is not None:
         first = await _ids_of(engine, conversations[0])
         if first is None or np.array_equal(first[: len(opening)], opening):
@@ -235,7 +307,7 @@ async def _common_ending(
     if first is None or second is None:
         return None
     ending = _common_suffix(first, second)
-    if len(ending) and called not in learned.openings:
+    if cached and len(ending) and called not in learned.openings:
         learned.learn(called, first[: len(first) - len(ending)])
     return ending
 

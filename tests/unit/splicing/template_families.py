@@ -50,6 +50,8 @@ class Family:
     end: str
     end_of_calls: str | None = None
     """Where it is another."""
+    before_end: str = ""
+    """What the template has between words and the end of their turn."""
     another_end: str | None = None
     call_id: Callable[[int], str] = "call_{}".format
     parallel: bool = True
@@ -188,6 +190,23 @@ def _minimax(said: Said, call_ids: Sequence[str]) -> str:
     return thinking + said.text + section
 
 
+def _nemotron(said: Said, call_ids: Sequence[str]) -> str:
+    """Behind the thinking that the prompt has opened."""
+    calls = [f'{{"name":"bash",  "arguments": {{"command":{json.dumps(each)}}}}}' for each in said.commands]
+    section = f"<TOOLCALL>[{', '.join(calls)}]</TOOLCALL>" if calls else ""
+    return f"{said.reasoning}</think>{said.text}{section}"
+
+
+def _command(said: Said, call_ids: Sequence[str]) -> str:
+    calls = [
+        f'{{"tool_call_id": "{call_id}", "tool_name": "bash", "parameters": {{"command":{json.dumps(each)}}}}}'
+        for call_id, each in zip(call_ids, said.commands, strict=True)
+    ]
+    thinking = f"<|START_THINKING|>{said.reasoning}<|END_THINKING|>" if said.reasoning else ""
+    text = f"<|START_RESPONSE|>{said.text}<|END_RESPONSE|>" if said.text else ""
+    return thinking + text + (f"<|START_ACTION|>[{', '.join(calls)}]<|END_ACTION|>" if calls else "")
+
+
 FAMILIES = [
     Family(
         name="chatml",
@@ -247,5 +266,25 @@ FAMILIES = [
         end_of_calls="<|call|>",
         another_end="<|end|>",
         parallel=False,
+    ),
+    Family(
+        name="nemotron",
+        special=("<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>"),
+        spell=_nemotron,
+        end="<SPECIAL_12>",
+        before_end="\n",
+        another_end="<|endoftext|>",
+    ),
+    Family(
+        name="command",
+        special=(
+            *("<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+            *("<|CHATBOT_TOKEN|>", "<|SYSTEM_TOKEN|>", "<|USER_TOKEN|>"),
+            *("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_ACTION|>", "<|END_ACTION|>"),
+            *("<|START_TOOL_RESULT|>", "<|END_TOOL_RESULT|>", "<|START_THINKING|>", "<|END_THINKING|>"),
+        ),
+        spell=_command,
+        end="<|END_OF_TURN_TOKEN|>",
+        before_end="<|END_RESPONSE|>",
     ),
 ]

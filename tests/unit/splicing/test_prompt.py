@@ -74,7 +74,7 @@ def answered(asked: str, said: str, **fields: Any) -> ModelCall:
 
 
 async def text_of(template: Template, parent: ModelCall, new: list[Message] = MORE) -> str:
-    ids = await spliced_prompt(template, parent, [*ASKED, *new], new)
+    ids = await spliced_prompt(template, parent, [*ASKED, parent.response or {}, *new], new)
     seen = np.concatenate([parent.prompt_ids, parent.response_ids])
     np.testing.assert_array_equal(ids[: len(seen)], seen)
     return CHATML.decode(ids[len(seen) :].tolist())
@@ -94,6 +94,8 @@ async def test_a_finished_turn_is_not_finished_twice() -> None:
         ("Here", "length"),
         ("Here.", "stop"),
         ("Here.<|endoftext|>", "stop"),
+        ("Here.\n", "stop"),  # of an engine that leaves the end out
+        ("I am the user", "stop"),
         ('<tool_call>\n{"na', "length"),  # left in the words by the parser, so that a template would show the same
     ],
 )
@@ -174,14 +176,52 @@ async def test_a_template_is_asked_once_for_each_splice_as_long_as_its_openings_
     """Guards against the cost of a second rendering, and against a place that was learned from another opening."""
     template, learned = Counting(), Learned()
     parent = answered(chatml(ASKED), "Here.<|im_end|>")
+    said: Message = {"role": "assistant", "content": "Here."}
+    asked = [*ASKED, said, *MORE, said, *MORE, said]
     renderings = []
-    for today, said in (("Monday", "And?"), ("Monday", "Why?"), ("Tuesday", "So?"), ("Tuesday", "Oh?")):
+    for today, text in (("Monday", "And?"), ("Monday", "Why?"), ("Tuesday", "So?"), ("Tuesday", "Oh?")):
         template.today, template.renderings = today, 0
-        new: list[Message] = [{"role": "user", "content": said}]
-        ids = await spliced_prompt(template, parent, [*ASKED, *new], new, learned)
-        assert CHATML.decode(ids.tolist()).endswith(f"\n<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n")
+        new: list[Message] = [{"role": "user", "content": text}]
+        ids = await spliced_prompt(template, parent, [*asked, *new], new, learned)
+        assert CHATML.decode(ids.tolist()).endswith(f"\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")
         renderings.append(template.renderings)
     assert renderings == [2, 1, 3, 2]
+
+
+async def test_ever_fewer_continuations_are_compared_with_the_whole_request() -> None:
+    """Guards against the cost of a whole rendering for each call, also where a user speaks behind all results."""
+    template, learned = Counting(), Learned()
+    parent = answered(chatml(ASKED), "Here.<|im_end|>")
+    said: Message = {"role": "assistant", "content": "Here."}
+    conversation, renderings = [*ASKED], []
+    for _ in range(16):
+        template.renderings = 0
+        conversation += [said, *MORE]
+        await spliced_prompt(template, parent, conversation, MORE, learned)
+        renderings.append(template.renderings)
+    assert [number for number, count in enumerate(renderings, start=1) if count > 1] == [1, 2, 4, 8, 16]
+    assert not learned.reads_all
+
+
+def with_a_switch(messages: list[Message]) -> str:
+    """Nemotron-like: words of the system turn the thinking of all answers off."""
+    return chatml(messages) + ("</think>" if "/no_think" in messages[0]["content"] else "<think>")
+
+
+async def test_what_another_session_finds_meanwhile_holds() -> None:
+    """Guards against a session that has templated its new messages behind the dummy, and then compares nothing."""
+    learned = Learned()
+
+    class Meanwhile(Template):
+        async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
+            learned.reads_all = True
+            return await super().template(messages, tools)
+
+    said: Message = {"role": "assistant", "content": "Here."}
+    asked: list[Message] = [{"role": "system", "content": "/no_think"}, *MORE, said, *MORE]
+    parent = answered(with_a_switch(asked[:2]), "Here.<|im_end|>")
+    ids = await spliced_prompt(Meanwhile(with_a_switch), parent, asked, MORE, learned)
+    assert CHATML.decode(ids.tolist()).endswith("<|im_start|>assistant\n</think>")
 
 
 class Decoding(Template):
@@ -216,7 +256,7 @@ async def test_the_text_of_known_ids_is_not_asked_for_again(left_out: str, said:
     for text in said:
         new: list[Message] = [{"role": "user", "content": text}]
         before = template.decoded
-        ids = await spliced_prompt(template, parent, [*ASKED, *new], new, learned)
+        ids = await spliced_prompt(template, parent, [*ASKED, parent.response or {}, *new], new, learned)
         assert CHATML.decode(ids.tolist()).endswith(f"user\n{text}<|im_end|>\n<|im_start|>assistant\n")
         decoded.append(template.decoded - before)
     assert decoded == asked
@@ -276,5 +316,5 @@ async def test_where_it_must_not_be_there_is_none(
 ) -> None:
     call = answered(chatml(ASKED), **{"said": "Here.<|im_end|>", **parent})
     with pytest.raises(NoSplice) as refused:
-        await spliced_prompt(Template(template), call, [*ASKED, *new], new)
+        await spliced_prompt(Template(template), call, [*ASKED, call.response or {}, *new], new)
     assert refused.value.cause == cause

@@ -59,12 +59,15 @@ def new_messages(family: Family, parent: ModelCall, results: list[str], question
 
 
 async def canonical(family: Family, engine: FamilyEngine, parent: ModelCall, new: list[Message]) -> list[int]:
-    """The ids that the engine's template puts after the answer, from the end of its turn on."""
+    """The ids that the engine's template puts after the answer, from the policy's end on where the template has it."""
     assert parent.response is not None
     text = await engine.decode((await engine.template([*ASKED, parent.response, *new], [])).tolist())
     after = text.split(MARK, 1)[1]
-    end = family.end_of_calls or family.end if parent.response.get("tool_calls") else after[:1]
-    return engine.whole(after[after.index(end) :])
+    calls = bool(parent.response.get("tool_calls"))
+    end = family.end_of_calls or family.end if calls else family.end
+    begin = after.index(end) - len(family.before_end) if calls else 0
+    has_end = parent.response_ids[-1] == engine.whole(end)[0]
+    return engine.whole(after[begin + len(family.before_end) * has_end :])
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -82,7 +85,7 @@ def test_new_ids_are_the_canonical_ones(family: Family, calls: bool, data: st.Da
 async def compare(family: Family, parent: ModelCall, new: list[Message]) -> None:
     engine, learned = ENGINES[family.name]
     seen = [*parent.prompt_ids.tolist(), *parent.response_ids.tolist()]
-    spliced = (await spliced_prompt(engine, parent, [*ASKED, *new], new, learned)).tolist()
+    spliced = (await spliced_prompt(engine, parent, [*ASKED, parent.response or {}, *new], new, learned)).tolist()
     expected = await canonical(family, engine, parent, new)
     assert spliced == seen + (expected[1:] if expected[0] == seen[-1] else expected)
 
@@ -123,7 +126,8 @@ async def test_an_engine_that_fails_says_nothing_of_its_template(family: Family)
     different tokens, the policy went on after a prompt that no template makes."""
     parent = answered(family, ENGINES[family.name][0], Said(commands=(MARK,)))
     new = new_messages(family, parent, ["a result"], None)
-    wanted = await spliced_prompt(ENGINES[family.name][0], parent, [*ASKED, *new], new)
-    assert (await spliced_prompt(Failing(family, 1), parent, [*ASKED, *new], new)).tolist() == wanted.tolist()
+    asked = [*ASKED, parent.response or {}, *new]
+    wanted = await spliced_prompt(ENGINES[family.name][0], parent, asked, new)
+    assert (await spliced_prompt(Failing(family, 1), parent, asked, new)).tolist() == wanted.tolist()
     with pytest.raises(NoSplice, match="engine"):
-        await spliced_prompt(Failing(family, 99), parent, [*ASKED, *new], new)
+        await spliced_prompt(Failing(family, 99), parent, asked, new)

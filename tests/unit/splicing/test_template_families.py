@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -192,3 +193,43 @@ async def test_what_was_learned_of_a_template_changes_nothing(family: Family) ->
     possible = [turns for turns in CASES.values() if is_possible(family, turns)]
     for turns in [*possible, *reversed(possible)]:
         assert await Session(family, splicer).play(turns) == await Session(family).play(turns)
+
+
+ROUNDS: list[tuple[list[Message], Said]] = [
+    ([], Said(commands=("ls", "ls -a"))),
+    ([], Said(commands=("cat README.md",))),
+    ([], Said(text="One.")),
+    ([user("Which?")], Said(commands=("ls",))),
+    ([], DONE),
+]
+"""The rounds of a conversation, whose start is added to the first."""
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "seen"),
+    [
+        ("nemotron", "Be brief. /no_think", r"<SPECIAL_11>Assistant\n(<think>.{8})"),
+        ("command", "Be brief.", r'_RESULT\|>\{"tool_call_id": ?(\d)'),
+    ],
+)
+async def test_a_template_that_reads_the_conversation_before_is_followed(name: str, start: str, seen: str) -> None:
+    """Guards against a policy whose thinking a switch turned off for the first call alone, and against results under
+    the number of another call: the new messages were templated behind a dummy."""
+    (family,) = [family for family in FAMILIES if family.name == name]
+    system: Message = {"role": "system", "content": start}
+    for splicer in [splicer_of(family)] * 2:  # the second conversation knows of the first
+        played = await Session(family, splicer).play([([system, user("Hi.")], ROUNDS[0][1]), *ROUNDS[1:]])
+        found = re.findall(seen, played.replace("↵", ""))
+        assert found == (["<think></think>"] * 4 if name == "nemotron" else ["0", "1", "2", "3"])
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+async def test_few_templates_read_the_conversation_before(family: Family) -> None:
+    """Guards against whole renderings of each continuation, for templates that do not need them."""
+    splicer = splicer_of(family)
+    for turns in CASES.values():
+        if is_possible(family, turns):
+            await Session(family, splicer).play(turns)
+    rounds = ROUNDS if family.parallel else ROUNDS[1:]
+    await Session(family, splicer).play([(START, rounds[0][1]), *rounds[1:]])
+    assert splicer._learned.reads_all == (family.name == "command")
