@@ -20,6 +20,8 @@ MACHINERY = (
     *("_pytest.runner", "_pytest.reports", "_pytest.python", "_pytest.unittest", "_pytest.outcomes", "_pytest.main"),
     *("_pytest.raises", "_pytest.python_api", "pluggy._callers", "pluggy._hooks", "pluggy._manager"),
 )
+EXPECTING = frozenset(("xfail", "__unittest_expecting_failure__"))
+"""The keywords of a test that is marked as one that fails."""
 
 
 def begin(key, path):
@@ -148,25 +150,29 @@ class _PytestWitness:
     def __init__(self, write):
         self._write = write
         self._id = str
-        self._xfailed = {}
+        self._origins = {}
 
     def pytest_configure(self, config):
         self._id = config.cwd_relative_nodeid  # the form of ids in the log
 
     def pytest_runtest_makereport(self, item, call):
         """Note, before pytest's hook runs, where an exception that means XFAIL comes from. Report nothing."""
-        self._xfailed = {}
+        origin = {}
         if call.excinfo is not None and call.excinfo.typename == "XFailed":
-            self._xfailed = _origin(call.excinfo.tb, getattr(item, "obj", None))
+            origin = _origin(call.excinfo.tb, getattr(item, "obj", None))
+        self._origins[item.nodeid, call.when] = origin
 
     def pytest_runtest_logreport(self, report):
+        origin = self._origins.pop((report.nodeid, report.when), None)
         if report.outcome == "rerun":  # of pytest-rerunfailures; the report of the last try follows
             return
         if report.when == "call" or report.outcome != "passed":
             xfail = hasattr(report, "wasxfail")
             test = self._id(report.nodeid)
             entry = {"test": test, "says": report.outcome, "when": report.when, "xfail": xfail}
-            self._write(dict(entry, **self._xfailed))
+            if origin is None and xfail and EXPECTING.isdisjoint(report.keywords):
+                origin = {"xfail": False, "says": "failed"}  # of another process (xdist), where its origin is not seen
+            self._write(dict(entry, **(origin or {})))
 
     def pytest_sessionfinish(self, exitstatus):
         self._write({"end": "pytest", "exit": int(exitstatus)})
