@@ -3,8 +3,9 @@
 The changes are dropped from the harness's diff before the diff is applied. The files stay as the base commit and the
 test patch have them:
 
-- files that the test patch touches, files that the listed tests' ids name, and the test directories around them (their
-  `conftest.py`, helpers and data);
+- files that the test patch touches, files that the listed tests' ids name (below the workspace, or below a directory
+  into which the command changes), and the test directories around them (their `conftest.py`, helpers and data);
+- where an id names no file, existing test files of languages whose ids do not, such as `*.test.js` and `*_test.go`;
 - files of the base commit that the test command itself names, such as `tests/runtests.py`;
 - files that steer the test runner or the interpreter from anywhere in the tree (`steering`);
 - files that Python would import instead of others: a package or a compiled module beside a test module, a new
@@ -27,7 +28,17 @@ from polar_gym.evaluators.steering import steers
 _TEST_DIRECTORIES = frozenset({"test", "tests", "testing", "__tests__", "spec", "specs"})
 _TEST_MODULE = re.compile(r"test.*|.*_tests?|tests?")
 _PATH_IN_ID = re.compile(r"([^\s:]+\.\w+)(?:::|$)")
+_CHANGES_INTO = re.compile(
+    r"(?:^|[\s;&|('\"])(?:cd|pushd|-C|--prefix|--rootdir|--directory|--cwd|--chdir|--dir)[ =]+(?:-- )?['\"]?"
+    r"([^\s'\";&|)]+)"
+)
+_OTHER_TEST = re.compile(
+    r".*\.(?:test|spec)\.[cm]?[jt]sx?|.*_test\.go|.*_(?:test|spec)\.rb|.*Tests?\.(?:java|kt|scala|php|cs)"
+)
+"""Matches the name of a test file in a language whose tests have ids without it."""
 _HERE_DOCUMENT = re.compile(r"<<-?[ ]*(['\"]?)(\w+)\1([^\n]*\n).*?^\t*\2$", re.MULTILINE | re.DOTALL)
+_DOTTED_ID = re.compile(r"(?:^|\()(\w+(?:\.\w+)+)\)?$")
+"""Matches an id of unittest: `tests.test_a.Class.test`, or `test (tests.test_a.Class)`."""
 _SOURCE_ROOTS = ("src", "lib")
 _METADATA = re.compile(r".*\.(egg|egg-info|dist-info)", re.IGNORECASE)
 
@@ -45,10 +56,17 @@ class TaskFiles:
         """
         self._tests = tests
         self._importable = frozenset(importable)
-        self._in_ids = {match[1] for test in tests if (match := _PATH_IN_ID.match(test))}
+        paths = [_PATH_IN_ID.match(test) for test in tests]
+        named = {match[1] for match in paths if match}
+        self._in_ids = {str(PurePosixPath(root, file)) for root in _roots(command) for file in named}
+        self._as_written = {*owned, *named}
         self.test_files = {*owned, *self._in_ids}
         """The test files that the patch and the ids name."""
-        self._directories = {directory for file in self.test_files if (directory := _test_directory(file))}
+        self._names_no_files = any(not match or ("::" not in match[0] and "/" not in match[1]) for match in paths)
+        modules = [dotted[1].replace(".", "/") for test in tests if (dotted := _DOTTED_ID.search(test))]
+        below = (str(PurePosixPath(root, module)) for root in _roots(command) for module in modules)
+        around = map(_test_directory, (*self.test_files, *below))
+        self._directories = {directory for directory in around if directory}
         words = re.split(r"[\s\"'=;&|<>()]+", _HERE_DOCUMENT.sub(r"\3", command))
         self._named_by_command = {str(PurePosixPath(word)) for word in words if word and not word.startswith("-")}
         self._programs = {PurePosixPath(word).name for word in self._named_by_command}
@@ -68,9 +86,10 @@ class TaskFiles:
             or (change.new and self._hides_a_module(path, link=change.new_link))
             or str(path) in self.test_files
             or any(str(parent) in self._directories for parent in path.parents)
-            or any(_imported_instead(path, PurePosixPath(file)) for file in self.test_files)
+            or any(_imported_instead(path, PurePosixPath(file)) for file in self._as_written)
             or (not change.new and str(path) in self._named_by_command)
             or self._holds_tests(path)
+            or (not change.new and self._names_no_files and _is_other_test(path))
         )
 
     def steers(self, file: str) -> bool:
@@ -121,6 +140,22 @@ def is_test_module(file: str) -> bool:
     """Return whether a path looks like a Python file with tests."""
     path = PurePosixPath(file)
     return path.suffix == ".py" and _TEST_MODULE.fullmatch(path.stem) is not None
+
+
+def _roots(command: str) -> set[str]:
+    """Return the directories that ids may be relative to: the workspace's, and those into which the command changes. Of
+    an absolute path, each end may be the part below the workspace."""
+    found, here = {PurePosixPath()}, PurePosixPath()
+    for into in map(PurePosixPath, _CHANGES_INTO.findall(command)):
+        here = PurePosixPath() if ".." in into.parts else here / into
+        for path in (here, into):
+            found |= {PurePosixPath(*path.parts[start:]) for start in range(len(path.parts))}
+    return {str(path) for path in found if not path.is_absolute() and ".." not in path.parts}
+
+
+def _is_other_test(path: PurePosixPath) -> bool:
+    """Return whether a file has the usual name of a test in a language other than Python. `src/main` has no tests."""
+    return _OTHER_TEST.fullmatch(path.name) is not None and "main" not in path.parts
 
 
 def _test_directory(file: str) -> str | None:
