@@ -115,4 +115,4 @@ def _git(repository: Path, *arguments: str) -> str:
     if done.returncode:
         message = done.stderr.decode(errors="replace").strip()
         raise WorkspaceError(f"{' '.join(command)} in {repository} failed: {message}")
-    return done.stdout.decode()
+    return done.stdout.decode(errors="backslashreplace")
