@@ -107,7 +107,8 @@ def without_tests(
         return script
     kept = b"".join(each.section for each in hidden if each.path.decode(errors="surrogateescape") not in files)
     kept = kept or f"diff --git a/{place_holder} b/{place_holder}\nnew file mode 100644\n".encode()
-    return script.replace(test_patch.strip("\n"), kept.decode(errors="surrogateescape").strip("\n"))
+    # A binary file's part ends with an empty line.
+    return script.replace(test_patch.strip("\n"), kept.decode(errors="surrogateescape").strip("\n") + "\n")
 
 
 def preparing(script: str, mark: str) -> str:

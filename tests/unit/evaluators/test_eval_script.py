@@ -186,6 +186,22 @@ def test_the_lines_before_the_tests_never_see_the_original_tests(test_patch: str
     assert ".polar-gym" not in (tmp_path / "during").read_text()
 
 
+def test_a_binary_file_of_the_patch_is_there(run: Run, tmp_path: Path) -> None:
+    """Guards against a corrupt patch, and tests without their data: the test module behind the file was taken out, and
+    with it the empty line with which the file's part ended."""
+    for command in ("init -q", "config user.name a", "config user.email a@b.example", "commit -q --allow-empty -m a"):
+        subprocess.run(["git", *command.split()], check=True)
+    data = bytes(range(256))
+    for file, content in {"a_data/x.bin": data, "new/test_b.py": b"the original\n"}.items():
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_bytes(content)
+    subprocess.run(["git", "add", "-A", "a_data", "new"], check=True)
+    made = subprocess.run(["git", "diff", "--cached", "--binary"], check=True, capture_output=True, text=True).stdout
+    subprocess.run(["git", "rm", "-rfq", "a_data", "new"], check=True)
+    result = run(f"set -e; git apply -v - <<'EOF'\n{made}EOF\n: '{START}'\n: '{END}'", made)
+    assert (tmp_path / "a_data" / "x.bin").read_bytes() == data, result.stdout + result.stderr
+
+
 RENAMES = """\
 diff --git a/old.txt b/new.txt
 similarity index 100%
