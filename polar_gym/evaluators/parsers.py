@@ -10,8 +10,9 @@ whole. No parser can see that.
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 
 PASSED, FAILED, ERROR, SKIPPED, MISSING = "PASSED", "FAILED", "ERROR", "SKIPPED", "MISSING"
 
@@ -88,6 +89,8 @@ def _unittest_status(text: str) -> str | None:
 
 _SUMMARY = re.compile(r"^=+ short test summary info =+\n", re.MULTILINE)
 _RESULT = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS) (\S.*)")
+_SUBTEST = re.compile(r"SUBFAILED|(?:[\[(].* )?SUBFAIL ")
+"""Matches the line of a failed subtest, whose test may be PASSED: of pytest 9, and of the plugin pytest-subtests."""
 _COUNTS = re.compile(r"=+ (.{0,500}) in [\d.]+s(?: \([\d:]+\))? =+")
 _PYTEST = {"PASSED": PASSED, "XPASS": PASSED, "XFAIL": PASSED, "FAILED": FAILED, "ERROR": ERROR}
 
@@ -106,11 +109,21 @@ def parse_pytest(log: str) -> dict[str, str]:
         counts = _COUNTS.fullmatch(line)
         if counts:
             return statuses if _agree(statuses, counts[1]) else {}
-        if match := _RESULT.fullmatch(line):
+        if _SUBTEST.match(line):
+            statuses |= dict.fromkeys(itertools.islice(_named(line, statuses), 1), FAILED)
+        elif match := _RESULT.fullmatch(line):
             test = match[2] if match[1] == "PASSED" else _without_message(match[2])
             if statuses.get(test) not in (FAILED, ERROR):
                 statuses[test] = _PYTEST[match[1]]
     return {}
+
+
+def _named(line: str, tests: Container[str]) -> Iterator[str]:
+    """Yield those of the tests that may be the id in `SUBFAILED[MESSAGE] (PARAMETERS) ID - MESSAGE`."""
+    line = line[:2000]
+    for place in itertools.islice(re.finditer(" ", line), 100):
+        end = line[place.end() :]
+        yield from (test for test in (end, _without_message(end), end.partition(" - ")[0]) if test in tests)
 
 
 def _without_message(text: str) -> str:
@@ -139,7 +152,9 @@ def _agree(statuses: dict[str, str], counts: str) -> bool:
 
 _LEVELS, _RESULTS = 9, 50_000
 """The most levels of suites and the most results of a log: an id repeats the names of all suites around its test."""
-_POINT = re.compile(r"( {0,32})(not )?ok\b(?: \d{1,9})?(?: -)? ?(.{0,300}?)(?: # (?:SKIP|TODO)\b(.*))?", re.IGNORECASE)
+_POINT = re.compile(
+    r"( {0,32})(not )?ok\b(?: \d{1,9})?(?: -)? ?(.{0,2000}?)(?: # (?i:SKIP|TODO)\b(.*))?(?: # time=[\d.]+m?s)?"
+)
 _PLAN = re.compile(r"1\.\.(\d{1,9})(?: .*)?")
 _YAML = re.compile(r"^( *)---\n.*?(?:^\1\.\.\.$|\Z)", re.MULTILINE | re.DOTALL)
 

@@ -6,6 +6,8 @@ from polar_gym.runtimes import ExecResult
 from polar_gym.runtimes.output import Output
 
 LOG_BYTES = 1024 * 1024
+LOG_LIMIT = 32 * 1024 * 1024
+"""Bytes of each output of the tests that are read: runners name their results all along it."""
 
 
 def kept_log(log: str) -> str:

@@ -23,7 +23,7 @@ from polar_gym.evaluators.grading import carry
 from polar_gym.evaluators.junit import parse_junit
 from polar_gym.evaluators.parsers import MISSING, PASSED, SKIPPED, get_parser
 from polar_gym.evaluators.protected import named_by
-from polar_gym.evaluators.result import full_log, how_it_ended, kept_log
+from polar_gym.evaluators.result import LOG_LIMIT, full_log, how_it_ended, kept_log
 from polar_gym.registry import Names, Options
 from polar_gym.runtimes import Command, ExecResult, Sandbox
 from polar_gym.runtimes.files import UnreadableFileError, read_file
@@ -109,6 +109,7 @@ class TestOnOutput:
                     workdir=str(workdir),
                     stdin=context.final_message.encode(errors="replace"),
                     timeout_seconds=timeout,
+                    output_limit=LOG_LIMIT,
                     untrusted=True,
                 )
             )

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,51 @@ XFAIL test_y.py::test_u[]] - known bug"""
     }
 
 
+SUBTESTS = """
+import unittest
+
+class T(unittest.TestCase):
+    def test_sub(self):
+        for i in range(3):
+            with self.subTest("a - b [c] :: d", i=i, text="x - y"):
+                self.assertNotEqual(i, 1)
+
+    def test_passes(self):
+        with self.subTest("test_sub.py::T::test_passes"):
+            pass
+
+def test_fixture(subtests):
+    with subtests.test("m]s g (a)", i="a::b - c"):
+        assert 0
+"""
+
+
+def test_a_test_with_a_failed_subtest_has_failed(project):
+    """Guards against a reward for a solution that fails a part of a test: pytest 9 calls the test PASSED."""
+    pytest.importorskip("_pytest.subtests")
+    (project / "test_sub.py").write_text(SUBTESTS)
+    log = run(project, "-m", "pytest", "-rA", "test_sub.py")
+    assert "SUBFAILED" in log
+    assert parse_pytest(log) == {
+        "test_sub.py::T::test_sub": "FAILED",
+        "test_sub.py::T::test_passes": "PASSED",
+        "test_sub.py::test_fixture": "FAILED",
+    }
+    plugin = "PASSED a.py::t\n[m] (i=1) SUBFAIL a.py::t - assert 0\nPASSED a.py::u[a SUBFAIL b]"
+    found = parse_pytest(f"=== short test summary info ===\n{plugin}\n=== 2 passed in 0.1s ===\n")
+    assert found == {"a.py::t": "FAILED", "a.py::u[a SUBFAIL b]": "PASSED"}
+
+
+def test_a_long_line_of_a_subtest_costs_little():
+    """Guards against a node that one log takes all memory from: the parts of a line were all kept."""
+    log = f"=== short test summary info ===\nPASSED a\nSUBFAILED{'x - ' * 500_000} a\n=== 1 passed in 0.1s ===\n"
+    tracemalloc.start()
+    parse_pytest(log)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10 * len(log)
+
+
 def test_pytest_lines_beyond_the_runners_count_are_not_believed():
     log = "=== short test summary info ===\nPASSED a.py::a\nPASSED a.py::b\n=== {} in 0.1s ===\n"
     assert parse_pytest(log.format("2 passed")) == {"a.py::a": "PASSED", "a.py::b": "PASSED"}
@@ -216,6 +262,14 @@ def test_tap_log_of_node(tmp_path):
         "suite # 1 > inner": "FAILED",
         "suite # 1 > inner > fails": "FAILED",
     }
+
+
+def test_a_line_of_tap_may_be_long_and_tell_the_time():
+    """Guards against a run without results, and against a time in the id of a test."""
+    long = "a" * 1500
+    points = f"ok 1 - {long}\nok 2 - b # time=5.1ms\nok 3 - c # SKIP # time=1ms\n"
+    found = parse_tap(f"TAP version 13\nOK, this is version 3\n{points}1..3\n")
+    assert found == {long: "PASSED", "b": "PASSED", "c": "SKIPPED"}
 
 
 def test_tap_lines_that_no_plan_announces_are_not_believed():
