@@ -36,9 +36,11 @@ class {klass}(__import__("unittest").TestCase):
             int("{a}")
 """
 
-_SELECTS = re.compile(
-    r"::|(?:^|\s)(?:-k|-x|-f|-g|--maxfail\S*|--exitfirst|--failfast|--lf|--ff|--deselect\S*|--bail"
+_SELECTS = re.compile(  # the last line: a class of unittest, or one of its tests
+    r"::|(?:^|\s)(?:-k|-x|-f|-g|--maxfail\S*|--exitfirst|--failfast|--lf|--ff|--sw|--stepwise|--deselect\S*|--bail"
     r"|--f?grep|--test-?[nN]ame-?[pP]attern|--test-only|--match)(?=[\s=]|$)"
+    r"|(?:pytest|py\.test)\s(?:[^;&|\n]*\s)?-m\s|(?:jest|vitest)\s(?:[^;&|\n]*\s)?-t\s"
+    r"|(?:unittest|runtests\.py)\s(?:[^;&|\n]*\s)?(?<!-s )\w[\w.]*\.[A-Z]\w*(?:\.\w+)?(?=\s|$)"
 )
 """Matches a command that skips tests of its files or stops at the first failure. Such a command gets no canary."""
 

@@ -33,7 +33,7 @@ from polar_gym.evaluators.grading import carry
 from polar_gym.evaluators.parsers import MISSING, PASSED, get_parser
 from polar_gym.evaluators.patch import FileChange
 from polar_gym.evaluators.protected import TaskFiles, is_test_module
-from polar_gym.evaluators.result import full_log, how_it_ended, kept_log
+from polar_gym.evaluators.result import LOG_LIMIT, full_log, how_it_ended, kept_log
 from polar_gym.evaluators.swebench_report import END, START, known_parsers
 from polar_gym.evaluators.twins import Twins, draw_twins, of_tests, rounds, weak_tests
 from polar_gym.evaluators.verdict import Verdict, read_reports
@@ -54,7 +54,7 @@ _APPLIES = re.compile(r"^\s*git\b.*\bapply\b", re.MULTILINE)
 _NEW_FILE = b"\nnew file mode "
 """In a diff, the line of a file that the base commit does not have."""
 
-_WITNESSED = re.compile(r"pytest|py\.test|unittest|runtests")
+_WITNESSED = re.compile(r"pytest|py\.test|(?:^|\s|-m)unittest2?(?!\w)|runtests")
 """Matches commands of runners that the witness knows. `tox` is excluded: it runs the tests in another environment."""
 
 
@@ -261,7 +261,13 @@ class Swe:
         the `Run.steered`."""
         argv = ["sh", "-c", f"{under_witness(witness.directory)}; {self._options.test_command}"]
         timeout = request.evaluator.timeout_seconds
-        command = Command(argv=argv, environment=environment, timeout_seconds=timeout, untrusted=True)
+        command = Command(
+            argv=argv,
+            environment=environment,
+            timeout_seconds=timeout,
+            output_limit=LOG_LIMIT,
+            untrusted=True,
+        )
         if script := self._options.eval_script:
             look = partial(hidden_tests.digests, sandbox, files.steers)
             workspace, patch = request.runtime.workspace.path, self._options.test_patch
@@ -285,7 +291,7 @@ class Swe:
         ended = f"the tests {how_it_ended(result, timeout)}"
         if files := context.progress.not_counted:
             ended += f"; not counted: {', '.join(files[:5])}{', ...' if len(files) > 5 else ''}"
-        if result.timed_out or not verdict.statuses:
+        if result.timed_out or not verdict.reported:
             problem = ended if result.timed_out else f"{ended} and reported nothing: {log.strip()[-300:]}"
             raise SuspectError(self._result(verdict, problem, log, ended))
         if eval_script.tests_copy(log):

@@ -22,6 +22,8 @@ class Verdict:
     resolved: bool
     statuses: Mapping[str, str]
     """The status of every test in the log."""
+    reported: bool = True
+    """Whether the log tells of a run."""
     forged: str = ""
     """What in the reports only forging can bring about."""
     problem: str = ""
@@ -59,6 +61,8 @@ async def read_reports(instance: dict[str, Any], log: str, testimony: Testimony,
         },
         resolved=resolved,
         statuses=statuses,
+        # Parsers of `fail_only` name failures alone; swebench looks for another sign that the suite ran.
+        reported=bool(statuses) or (resolved and instance.get("eval_type") == "fail_only"),
     )
     said = [(statuses, "the log"), *([(testimony.tests, "the witness")] if testimony.began else [])]
     for each, source in said if statuses else ():

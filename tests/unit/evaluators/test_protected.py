@@ -11,6 +11,66 @@ from polar_gym.evaluators.protected import TaskFiles, is_test_module, named_by
 from polar_gym.evaluators.test_on_output import TestOnOutputOptions as Options
 from polar_gym.evaluators.twins import Twins
 
+
+def counts(path: str, tests: list[str], command: str, *, owned: str = "") -> bool:
+    files = TaskFiles(owned=[owned] if owned else [], tests=tests, command=command)
+    return not files.protects(FileChange(path=path.encode(), new=False, section=b""))
+
+
+@pytest.mark.parametrize("path", ["tests/helpers.py", "tests/base/__init__.py", "tests/data/expected.json"])
+@pytest.mark.parametrize("test", ["tests.test_a.T.test_x", "test_x (tests.test_a.T)"])
+def test_files_around_tests_of_unittest_do_not_count(path: str, test: str) -> None:
+    """Guards against an assertion helper without assertions."""
+    assert not counts(path, [test], "python3 -m unittest -v tests.test_a")
+    assert counts(path.replace("tests", "src"), [test], "python3 -m unittest -v tests.test_a")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("cd backend && pytest tests", "cd /testbed/backend; pytest", "pytest --rootdir=backend", "make -C backend"),
+        *('sh -c "cd backend && pytest"', "uv run --directory backend pytest", "cd -- backend; pytest"),
+    ],
+)
+def test_ids_may_be_relative_to_the_directory_of_the_command(command: str) -> None:
+    """Guards against tests that the agent may change, because their ids do not begin at the workspace."""
+    tests = ["tests/test_a.py::test_x", "app/test_b.py::test_y"]
+    for path in ("backend/tests/test_a.py", "backend/tests/helpers.py", "backend/app/test_b.py"):
+        assert not counts(path, tests, command)
+    assert counts("backend/app/b.py", tests, command)
+    assert counts("frontend/tests/test_a.py", tests, command)
+    assert not counts("backend/tests/helpers.py", ["test_x (tests.test_a.T)"], command)
+
+
+def test_directories_of_a_command_add_up() -> None:
+    assert not counts("backend/api/tests/test_a.py", ["tests/test_a.py::test_x"], "cd backend; cd api; pytest")
+
+
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [("six.py", "cd /workspace/six && pytest tests/test_a.py"), ("app.py", "cd backend/app && pytest")],
+)
+def test_source_with_the_name_of_a_directory_counts(path: str, command: str) -> None:
+    """Guards against a right solution that is worth nothing, because the workspace has the name of its module."""
+    assert counts(path, ["tests/test_a.py::test_x"], command)
+
+
+@pytest.mark.parametrize(
+    ("path", "tests"),
+    [
+        ("src/b.test.js", ["A > x", "B > y"]),
+        ("pkg/b_test.go", ["TestA", "TestB"]),
+        ("src/BTest.java", ["com.a.ATest.adds"]),
+    ],
+)
+def test_existing_tests_do_not_count_where_ids_name_no_files(path: str, tests: list[str]) -> None:
+    """Guards against tests beside the source, of which the patch touches others."""
+    assert not counts(path, tests, "run the tests")
+    assert counts(path.replace("b", "c").replace("Test", "").replace("test", "other"), tests, "run the tests")
+    assert counts(path, ["tests/test_a.py::test_x"], "pytest")
+    assert counts("src/main/java/org/TTest.java", tests, "mvn test"), "a class of the product"
+
+
 FILES = TaskFiles(
     owned=["pkg/tests/unit/test_a.py", "checks/test_b.py"],
     tests=["lib/test_c.py::test_x", "tests.test_d.T.test_y", "test_z (mod.test_e.T)"],
@@ -215,6 +275,18 @@ def test_test_modules(path, is_test):
         ("pytest -rA tests/test_a.py", True),
         ("python -m unittest discover -v -p test_a.py", True),
         ("./tests/runtests.py --verbosity 2 a.b --parallel 1", True),
+        ("python -m pytest tests", True),
+        ("python -m unittest -v tests.test_a", True),
+        ("python -m unittest discover -s tests -t .", True),
+        ("python -m unittest discover -s My.Pkg", True),
+        ("pytest -rA tests && python -m coverage report", True),
+        ("npx jest src", True),
+        ("python -m unittest -v tests.test_a.TestX", False),
+        ("python -m unittest tests.test_a.TestX.test_y tests.test_b", False),
+        ("./tests/runtests.py queries.tests.Q", False),
+        ("python -m pytest -rA -m integration tests", False),
+        ("pytest -rA --sw tests", False),
+        ("npx jest -t adds src", False),
         ("pytest tests/test_a.py::test_b", False),
         ("pytest -k name", False),
         ("pytest -x tests", False),

@@ -167,6 +167,17 @@ async def test_swebench_itself_reports():
     assert bad.statuses == {"t.py::a": "PASSED", "t.py::b": "FAILED"}
 
 
+@pytest.mark.parametrize(("body", "reported"), [("  512 passing (2s)\n", True), ("npm ERR! no such file\n", False)])
+async def test_a_suite_that_names_failures_alone_ran_without_one(body: str, reported: bool) -> None:
+    """Guards against the reward 0 for right solutions of eslint, whose log names no test then."""
+    swebench()
+    rows = {"repo": "eslint/eslint", "version": "8.0", "log_parser": "parse_log_eslint", "eval_type": "fail_only"}
+    log = f"+ : '{START}'\n{body}\n+ : '{END}'\n"
+    no_twins = Twins(texts={}, originals={}, altered=())
+    verdict = await read_reports({**INSTANCE, **rows}, log, witness.Testimony(), no_twins)
+    assert (verdict.reported, verdict.resolved) == (reported, reported)
+
+
 @pytest.mark.parametrize("parser", ["parse_log_pytest", "parse_log_pytest_options", "parse_log_pytest_v2"])
 @pytest.mark.parametrize(
     ("fail_to_pass", "printed", "witnessed", "resolved"),
