@@ -25,8 +25,8 @@ has the lines of its run. Evaluations: 200 held-out tasks at the start and at th
 harnesses), 32 on the way, sampled at temperature 1, with 95 % intervals. Sessions that a budget cut off have the
 reward 0. Where a control's start model was evaluated for another unit, those sessions count for that unit. Seconds,
 tokens and CPU seconds are those of the steps, without evaluations; some units shared the machine with other work.
-Places busy: the share of the 16 places' time, while a step's sessions ran, in which a harness worked. [Train your first
-agent](../learn.md) explains the tasks and the controls.
+Places busy: the share of the 16 places' time, while a step's sessions ran, in which a harness worked. `earlier/` has
+the first runs of two units that were run again. [Train your first agent](../learn.md) explains the tasks and controls.
 """
 
 
