@@ -27,6 +27,8 @@ MARKERS: dict[str, str | None] = {
     "<｜tool▁call▁begin｜>": "<｜tool▁call▁end｜>",  # DeepSeek
     "<|tool_call_begin|>": "<|tool_call_end|>",  # Kimi
     "<minimax:tool_call>": "</minimax:tool_call>",
+    "<TOOLCALL>": "</TOOLCALL>",  # Nemotron
+    "<|START_ACTION|>": "<|END_ACTION|>",  # Command
 }
 """Opening marker of a tool call -> closing marker; None where the call ends at the next marker, or with the answer."""
 

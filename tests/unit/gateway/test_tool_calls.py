@@ -40,6 +40,8 @@ async def test_spans_begin_and_end_with_the_markers_of_the_models_template(famil
         "kimi": ("<|tool_call_begin|>", "<|tool_call_end|>"),
         "mistral": ("[TOOL_CALLS]", family.end),
         "minimax": ("<minimax:tool_call>", "</minimax:tool_call>"),
+        "nemotron": ("<TOOLCALL>", "</TOOLCALL>"),
+        "command": ("<|START_ACTION|>", "<|END_ACTION|>"),
     }.get(family.name, ("<tool_call>", "</tool_call>"))
     assert said.startswith(opening)
     assert said.endswith(closing)

@@ -269,7 +269,7 @@ FAMILIES = [
     ),
     Family(
         name="nemotron",
-        special=("<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>"),
+        special=("<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>", "<TOOLCALL>", "</TOOLCALL>"),
         spell=_nemotron,
         end="<SPECIAL_12>",
         before_end="\n",
