@@ -173,15 +173,17 @@ def curve(runs: Mapping[str, Sequence[Line]], *, by_time: bool = False) -> str:
     points = {name: _points(lines, by_time) for name, lines in runs.items()}
     last = max((x for own in points.values() for x, _ in own), default=1) or 1
     least, most = _axis(end for own in points.values() for _, line in own for end in line["interval"])
+    names_at = WIDTH - MARGIN + 16
+    whole = max(WIDTH, names_at + 8 * max(map(len, runs), default=0))
 
     def at(x: float, reward: float) -> str:
         height = (reward - least) / (most - least) * (HEIGHT - 2 * MARGIN)
         return f"{MARGIN + x / last * (WIDTH - 2 * MARGIN):.1f},{HEIGHT - MARGIN - height:.1f}"
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {HEIGHT}" font-family="sans-serif" '
         'font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<rect width="{whole}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{WIDTH / 2}" y="24" text-anchor="middle" font-size="14">mean reward on held-out tasks</text>',
         f'<text x="{WIDTH / 2}" y="{HEIGHT - 10}" text-anchor="middle">'
         f"{'minutes of sessions and updates' if by_time else 'step of GRPO'}</text>",
@@ -201,7 +203,7 @@ def curve(runs: Mapping[str, Sequence[Line]], *, by_time: bool = False) -> str:
         parts.append(f'<polygon points="{" ".join(above + below)}" fill="{colour}" opacity="0.12"/>')
         path = " ".join(at(x, line["reward"]) for x, line in own)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(f'<text x="{MARGIN + 8}" y="{60 + 16 * place}" fill="{colour}">{escape(name)}</text>')
+        parts.append(f'<text x="{names_at}" y="{MARGIN + 4 + 16 * place}" fill="{colour}">{escape(name)}</text>')
     return "\n".join([*parts, "</svg>\n"])
 
 
