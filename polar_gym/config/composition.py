@@ -74,8 +74,8 @@ def why_idle(override: str, advice: Mapping[str, str], here: str) -> str | None:
 
 
 def _lies_at(key: str, beginning: str) -> bool:
-    """Return whether a dotted key is `beginning`, or one below it."""
-    return f"{key}.".startswith(f"{beginning}.")
+    """Return whether a dotted key, or a group (`hydra/launcher`), is `beginning`, or one below it."""
+    return f"{key.replace('/', '.')}.".startswith(f"{beginning}.")
 
 
 def compose_config(

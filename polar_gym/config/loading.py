@@ -35,11 +35,9 @@ def load_config(
 
 def check_no_sweep(overrides: Sequence[str]) -> None:
     """Raise `ConfigError` for a setting of Hydra's own: only a sweep has these."""
-    advice: dict[str, str] = dict.fromkeys(
-        ("hydra", "hydra/launcher", "hydra/sweeper"), "leave it out; only `rollout --multirun` has a sweep"
-    )
+    advice = "leave it out; only `rollout --multirun` has a sweep"
     for override in overrides:
-        if why := why_idle(override, advice, "on one run"):
+        if why := why_idle(override, {"hydra": advice}, "on one run"):
             raise ConfigError(why)
 
 
