@@ -56,15 +56,16 @@ class TaskFiles:
         """
         self._tests = tests
         self._importable = frozenset(importable)
+        roots = _roots(command)
         paths = [_PATH_IN_ID.match(test) for test in tests]
         named = {match[1] for match in paths if match}
-        self._in_ids = {str(PurePosixPath(root, file)) for root in _roots(command) for file in named}
+        self._in_ids = {str(PurePosixPath(root, file)) for root in roots for file in named}
         self._as_written = {*owned, *named}
         self.test_files = {*owned, *self._in_ids}
         """The test files that the patch and the ids name."""
         self._names_no_files = any(not match or ("::" not in match[0] and "/" not in match[1]) for match in paths)
         modules = [dotted[1].replace(".", "/") for test in tests if (dotted := _DOTTED_ID.search(test))]
-        below = (str(PurePosixPath(root, module)) for root in _roots(command) for module in modules)
+        below = (str(PurePosixPath(root, module)) for root in roots for module in modules)
         around = map(_test_directory, (*self.test_files, *below))
         self._directories = {directory for directory in around if directory}
         words = re.split(r"[\s\"'=;&|<>()]+", _HERE_DOCUMENT.sub(r"\3", command))
