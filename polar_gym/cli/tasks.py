@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -263,15 +263,16 @@ def _check_out(file: Path, out: Path | None) -> None:
     if out is None and file.suffix == ".parquet":
         raise ConfigError(f"{file}: rows are written as JSONL; set --out FILE.jsonl")
     if out is not None:
-        _check_beside(file, out, [row for _, row in read_rows(file)])
+        _check_beside(file, out, (row for _, row in read_rows(file)))
     _check_form(out or file)
     check_writable("--out", out or file)
 
 
-def _check_beside(file: Path, out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def _check_beside(file: Path, out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Raise `ConfigError` where rows whose workspaces are relative to `file` would be written elsewhere."""
-    relative = any(row.get("workspace") and not Path(row["workspace"]).is_absolute() for row in rows)
-    if relative and out.parent.resolve() != file.parent.resolve():
+    if out.parent.resolve() == file.parent.resolve():
+        return
+    if any(row.get("workspace") and not Path(row["workspace"]).is_absolute() for row in rows):
         raise ConfigError(f"--out={out}: must be beside {file}, because workspaces are relative to the task file")
 
 
