@@ -143,7 +143,7 @@ def journal(out: Path) -> Path:
 def tried(out: Path, options: str) -> dict[str, Tried]:
     """Return commit -> its result, of all candidates that became tasks of a file, or fell with the same options.
 
-    Raises `ConfigError` for a line that is no result.
+    Raises `ConfigError` naming a line that does not hold a result.
     """
     path, known = journal(out), dict[str, Tried]()
     if not path.exists():

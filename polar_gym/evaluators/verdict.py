@@ -23,7 +23,7 @@ class Verdict:
     statuses: Mapping[str, str]
     """The status of every test in the log."""
     reported: bool = True
-    """Whether the log tells of a run."""
+    """True where the log shows that the tests ran."""
     forged: str = ""
     """What in the reports only forging can bring about."""
     problem: str = ""

@@ -94,7 +94,7 @@ class Learned:
     agrees. None: another rendering began with other ids (some templates print the ids of calls), so a cache is useless.
     """
     reads_all: bool = False
-    """Whether what follows an answer depended on the conversation before it."""
+    """True since the ids after some answer depended on the messages before that answer."""
     texts: dict[int, str] = field(default_factory=dict)
     """The text of ids, each decoded alone."""
     texts_add_up: bool = True
